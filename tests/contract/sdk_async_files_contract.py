@@ -374,6 +374,17 @@ class AsyncTerminalContract:
             async with client.terminal("pwd; sleep 60", cwd="/usr") as other:
                 await other.read_until("/usr\r\n")
 
+    async def test_a_terminal_that_has_ended_still_shows_what_was_written(self, new: New) -> None:
+        async with new() as client:
+            ended = partial(client.terminal, "echo fir''st; exit 3", process_id="short", env={"A": "1"})
+            for _ in range(2):
+                async with ended() as terminal:
+                    await terminal.read_until("first")
+                    while await terminal.read(30):
+                        pass
+                    assert terminal.result is not None
+                    assert terminal.result.exit_code == 3
+
     async def test_a_terminal_that_cannot_be_is_refused_in_words(self, new: New) -> None:
         async with new() as client:
             with pytest.raises(UnknownUser):

@@ -1,5 +1,6 @@
 """Opens terminals, and applies a caller's messages to a process, for WebSockets and the local mode's sockets."""
 
+import contextlib
 from typing import Any, Final
 
 from warren.interfaces.sandbox import Process, Sandbox
@@ -41,7 +42,8 @@ async def open_terminal(
         raise InvalidRequest(f"{process_id!r} has no terminal", remedy="attach to it instead")
     process = await sandbox.process(process_id)
     if size is not None:
-        await process.resize(size)
+        with contextlib.suppress(InvalidRequest):  # it has ended, and with it the window
+            await process.resize(size)
     return process
 
 
