@@ -18,6 +18,7 @@ DISTRIBUTIONS = {
     "PIL": "pillow",
     "autogen_core": "autogen-core",
     "google": "google-adk",
+    "agents": "openai-agents",
     "inspect_ai": "inspect-ai",
     "jwt": "pyjwt",
     "langchain_core": "langchain-core",
