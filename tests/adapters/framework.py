@@ -81,6 +81,7 @@ class Framework:
             "WARREN_URL": self.server.url,
             "WARREN_API_KEY": KEY,
             "WARREN_STATE_DIR": str(self.server.state_dir),  # of the machine, for what only its operator does
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else several frameworks look for prices on the internet
         }
         return subprocess.Popen(
             argv, cwd=self.folder, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

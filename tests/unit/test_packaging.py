@@ -23,6 +23,7 @@ DISTRIBUTIONS = {
     "jwt": "pyjwt",
     "langchain_core": "langchain-core",
     "minisweagent": "mini-swe-agent",
+    "openhands": "openhands-sdk",
     "opentelemetry": "opentelemetry-sdk",
     "prometheus_client": "prometheus-client",
     "pydantic_ai": "pydantic-ai-slim",
