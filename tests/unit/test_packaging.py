@@ -19,6 +19,7 @@ DISTRIBUTIONS = {
     "autogen_core": "autogen-core",
     "google": "google-adk",
     "agents": "openai-agents",
+    "deepagents_code": "deepagents-code",
     "inspect_ai": "inspect-ai",
     "jwt": "pyjwt",
     "langchain_core": "langchain-core",
