@@ -15,17 +15,17 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted(Path(warren.__file__).parent.rglob("*.py"))
 ATTACKS = sorted((ROOT / "packages/attack").rglob("*.py"))
 DISTRIBUTIONS = {
-    "PIL": "pillow",
-    "autogen_core": "autogen-core",
-    "google": "google-adk",
     "agents": "openai-agents",
+    "autogen_core": "autogen-core",
     "deepagents_code": "deepagents-code",
+    "google": "google-adk",
     "inspect_ai": "inspect-ai",
     "jwt": "pyjwt",
     "langchain_core": "langchain-core",
     "minisweagent": "mini-swe-agent",
     "openhands": "openhands-sdk",
     "opentelemetry": "opentelemetry-sdk",
+    "PIL": "pillow",
     "prometheus_client": "prometheus-client",
     "pydantic_ai": "pydantic-ai-slim",
     "pydantic_core": "pydantic-core",

@@ -14,6 +14,7 @@ from warren.integrations.extras import missing_package
 try:
     from openhands.sdk.git.exceptions import GitCommandError, GitPathError, GitRepositoryError
     from openhands.sdk.git.models import GitChange, GitChangeStatus, GitDiff
+    from openhands.sdk.llm import TextContent
     from openhands.sdk.tool import Action, Observation, Tool, ToolDefinition, ToolExecutor, register_tool
     from openhands.sdk.workspace import BaseWorkspace, CommandResult, FileOperationResult
     from pydantic import Field, PrivateAttr
@@ -158,7 +159,8 @@ class WarrenWorkspace(BaseWorkspace):
     def _base(self, folder: str) -> str:
         if self.execute_command("git rev-parse --git-dir", folder).exit_code:
             raise GitRepositoryError(f"{folder} is not in a git repository")
-        return self.execute_command(_BASE, folder).stdout.strip()
+        base: str = self.execute_command(_BASE, folder).stdout.strip()
+        return base
 
     def _git(self, folder: str, *arguments: str) -> str:
         argv = ["git", "--no-pager", *arguments]
@@ -190,9 +192,13 @@ class _Terminal(ToolExecutor[WarrenTerminalAction, WarrenTerminalObservation]):
         try:
             result = self._client.execute(action.command, action.timeout)
         except WarrenError as exc:
-            return WarrenTerminalObservation.from_text(describe_error(exc), is_error=True, exit_code=EXIT_NOT_RUN)
+            return _observation(describe_error(exc), EXIT_NOT_RUN, is_error=True)
         report = describe_command(result, action.timeout, _MAX_CHARS)
-        return WarrenTerminalObservation.from_text(report.to_text(), exit_code=report.exit_code)
+        return _observation(report.to_text(), report.exit_code)
+
+
+def _observation(text: str, exit_code: int, *, is_error: bool = False) -> WarrenTerminalObservation:
+    return WarrenTerminalObservation(content=[TextContent(text=text)], is_error=is_error, exit_code=exit_code)
 
 
 class WarrenTerminalTool(ToolDefinition[WarrenTerminalAction, WarrenTerminalObservation]):
