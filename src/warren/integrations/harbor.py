@@ -1,4 +1,4 @@
-"""Warren as an environment of Harbor: `harbor run --environment warren.integrations.harbor:WarrenEnvironment`.
+"""Warren as an environment of Harbor: `harbor run -e warren.integrations.harbor:WarrenEnvironment`.
 
 Each trial has a session of its own, in a sandbox of the task's image. Its Dockerfile is built by `warren image build`,
 which has to run on the server's machine; an image that is there is not built again. Harbor works as root, so
