@@ -14,6 +14,7 @@ from agents.run import RunConfig
 from agents.run_config import SandboxRunConfig
 from agents.sandbox import Manifest, SandboxAgent
 from agents.sandbox.entries import File
+from agents.sandbox.snapshot import NoopSnapshotSpec
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
 from warren.integrations.openai_agents import WarrenSandboxClient, WarrenSandboxClientOptions
@@ -47,7 +48,11 @@ async def main() -> None:
     set_tracing_disabled(True)
     files = Manifest(entries={"sea.txt": File(content=b"cold\nwide\n"), "road.txt": File(content=b"no end\n")})
     agent = SandboxAgent(name="reader", model=Scripted(), default_manifest=files)
-    sandbox = SandboxRunConfig(client=WarrenSandboxClient(), options=WarrenSandboxClientOptions(environment="base"))
+    sandbox = SandboxRunConfig(
+        client=WarrenSandboxClient(),
+        options=WarrenSandboxClientOptions(environment="base"),
+        snapshot=NoopSnapshotSpec(),  # else the workspace is kept in the user's directory
+    )
     result = await Runner.run(agent, "Turn the poem around.", run_config=RunConfig(sandbox=sandbox))
     print(result.final_output)
 
