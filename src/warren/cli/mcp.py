@@ -154,7 +154,7 @@ async def _open_server(url: str, local: bool, thread: str, made_with: dict[str, 
 async def _load_tools(sandboxes: "Sandboxes", agent: str) -> "tuple[Tool, ...]":
     from warren.integrations.aio.agents import load_agent
 
-    return (await load_agent(sandboxes.backend, agent)).tools if agent else ()
+    return (await load_agent(await sandboxes.connect(), agent)).tools if agent else ()
 
 
 async def _serve_http(server: "ToolServer", host: str, port: int, allowed_hosts: tuple[str, ...], key: str) -> None:

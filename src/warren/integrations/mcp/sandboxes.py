@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -57,8 +58,13 @@ class Sandboxes:
         return f"<Sandboxes, by default of thread {self._thread}>"
 
     @cached_property
-    def backend(self) -> AsyncBackend:
+    def _backend(self) -> AsyncBackend:
         return self._open_backend()
+
+    async def connect(self) -> AsyncBackend:
+        if "_backend" not in vars(self):  # what a connection needs takes long to import, and others use this loop
+            await asyncio.to_thread(import_module, "warren.sdk.aio.transport")
+        return self._backend
 
     def thread_of(self, name: str, headers: Mapping[str, str] | None) -> str:
         """Returns the thread: the argument, else the header, else the default. Raises InvalidRequest if the two differ.
@@ -76,7 +82,8 @@ class Sandboxes:
     async def open(self, thread_id: str) -> ToolSandbox:
         """Returns the thread's sandbox; makes one if there is none, replaces a lost one, and the notice says so."""
         check_thread_id(thread_id)
-        found = await find_session_of_thread(self.backend, thread_id)
+        backend = await self.connect()
+        found = await find_session_of_thread(backend, thread_id)
         if found is None or found["state"] != "running":
             options: dict[str, Any] = {"thread_id": thread_id, "replace_lost": True}
             if self._environment or self._agent:
@@ -87,16 +94,17 @@ class Sandboxes:
                 options["agent_config"] = self._agent
             if self._network is not None:
                 options["network"] = dict(self._network)
-            found = await create_session(self.backend, secrets.token_hex(16), options)
+            found = await create_session(backend, secrets.token_hex(16), options)
         session_id = found["session_id"]
-        client = AsyncSandboxClient(session_id=session_id, backend=self.backend)
-        return ToolSandbox(thread_id, session_id, client, self.backend, _fresh_sandbox_notice(found))
+        client = AsyncSandboxClient(session_id=session_id, backend=backend)
+        return ToolSandbox(thread_id, session_id, client, backend, _fresh_sandbox_notice(found))
 
     async def reset(self, thread_id: str) -> ToolSandbox:
         """Ends the thread's sandbox, if there is one, and makes a fresh one."""
-        found = await find_session_of_thread(self.backend, thread_id)
+        backend = await self.connect()
+        found = await find_session_of_thread(backend, thread_id)
         if found is not None:
-            await self.backend.call("delete_session", found["session_id"])
+            await backend.call("delete_session", found["session_id"])
         return await self.open(thread_id)
 
     def editing(self, thread_id: str) -> asyncio.Lock:
@@ -108,8 +116,8 @@ class Sandboxes:
 
     async def close(self) -> None:
         """Closes the connection to the server; the sandboxes stay."""
-        if "backend" in vars(self):
-            await self.backend.close()
+        if "_backend" in vars(self):
+            await self._backend.close()
 
 
 def _fresh_sandbox_notice(session: Mapping[str, Any]) -> str:
