@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 from busiest_turn import busiest_turn
+from this_run import patience
 from unit import scripted_agent
 from unit.scripted_agent import LINGER_S, exit_frame, hello, lingering, linked, output, over_guarded, pass_on, said
 
@@ -57,7 +58,7 @@ async def nothing_is_raised_into_the_loop() -> object:
     raised: list[object] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: raised.append(context))
-    with anyio.fail_after(20):
+    with anyio.fail_after(patience(60)):
         yield
     loop.set_exception_handler(None)
     assert raised == []
