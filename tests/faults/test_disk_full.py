@@ -74,7 +74,7 @@ def free(state_dir: Path) -> None:
 @pytest.mark.extended
 async def test_creates_are_refused_and_sessions_go_on(caller: Caller, small_state: Path) -> None:
     ledger = Ledger()
-    held = await occupied(caller, ledger, idle_timeout_s=120)
+    held = await occupied(caller, ledger, idle_timeout_s=patience(30))
     await settled(caller, small_state)
     fill(small_state)
     await asyncio.sleep(SEEN_S)

@@ -58,7 +58,7 @@ async def nothing_is_raised_into_the_loop() -> object:
     raised: list[object] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: raised.append(context))
-    with anyio.fail_after(patience(60)):
+    with anyio.fail_after(patience(20)):
         yield
     loop.set_exception_handler(None)
     assert raised == []
